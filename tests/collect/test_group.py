@@ -19,7 +19,7 @@ from doubles.runs import finish, outcome, small_config
 from inchworm.collect.async_collector import AsyncCollector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.group import CollectorGroup
-from inchworm.collect.host import CollectorEnvs, LocalEngine
+from inchworm.collect.host import CollectorEnvs, Host, Job, LocalEngine, Recipe, Share
 from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import CollectConfig, EnvConfig, OpponentConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, WorkerError, WorkerRestartWarning
@@ -35,10 +35,13 @@ def pid_of(collectors: CollectorGroup, index: int) -> int:
 
 
 class Level(gym.Env[np.ndarray, int]):
-    """Rewards are the level; an episode has 3 steps."""
+    """Rewards are the level; an episode has 3 steps, or another length."""
 
     observation_space, action_space = gym.spaces.Box(0, 9, (1,), np.float32), gym.spaces.Discrete(2)
     level, now = 1, 0
+
+    def __init__(self, length: int = 3) -> None:
+        self._length = length
 
     def set_level(self, level: int) -> None:
         self.level = level
@@ -50,7 +53,7 @@ class Level(gym.Env[np.ndarray, int]):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.now += 1
-        return np.zeros(1, np.float32), float(self.level), self.now == 3, False, {}
+        return np.zeros(1, np.float32), float(self.level), self.now == self._length, False, {}
 
 
 def test_methods_are_called_in_the_copies_of_all_collectors_before_their_next_resets() -> None:
@@ -65,6 +68,20 @@ def test_methods_are_called_in_the_copies_of_all_collectors_before_their_next_re
         envs.call("set_levle", 3)
     with pytest.raises(EnvError, match="cannot be called at once"):
         envs.call("set_level", 3, at_reset=False)
+
+
+@pytest.mark.parametrize(("length", "sent"), [(3, [4, 9]), (1_000, [])])
+def test_after_some_rollouts_a_state_travels_unless_it_is_mostly_a_long_episode(
+    monkeypatch: pytest.MonkeyPatch, length: int, sent: list[int]
+) -> None:
+    """Rollouts of 2 steps in 4 lanes are at least 36 bytes a step, 1,440 in 5 rollouts; a fifth of it is less than the state's 2,000. The
+    actions, of 8 bytes, are at most 96 bytes of short episodes, and 320 of a long one after 5 rollouts."""
+    monkeypatch.setattr("inchworm.collect.host.STATE_INTERVAL", 5)
+    host = Host(
+        Recipe(CollectorEnvs.of(partial(Level, length), 4).make, RandomActor(Level.action_space), state_share=0.2), Share(0, 0, 4, 1)
+    )
+    answers = [host.collect(Job(number, number, 2, number, 0), None) for number in range(12)]
+    assert [number for number, answer in enumerate(answers) if answer.state is not None] == sent
 
 
 def test_one_collector_in_a_group_gives_the_bits_of_a_collector_alone() -> None:

@@ -144,7 +144,7 @@ class CollectorProcess(WorkerProcess):
 class ProcessEngine:
     """Collectors in processes of this machine."""
 
-    name, state_share = "async", np.inf
+    state_share = np.inf
 
     def __init__(self) -> None:
         self._packed: bytes | None = None

@@ -234,10 +234,10 @@ class CollectorGroup(Closes):
         """Take answers until every collector has what is waited for; replace those that die or hang meanwhile."""
         began, report = time.monotonic(), WAIT_SECONDS
         while missing := [seat for seat in self._seats if not done(seat)]:
+            seats = {id(seat.link): seat for seat in self._seats}
             answers = self._engine.wait([seat.link for seat in self._seats], _POLL_SECONDS)
             for link, answer in answers:
-                seat = next(seat for seat in self._seats if seat.link is link)
-                self._take(seat, answer)
+                self._take(seats[id(link)], answer)
             if answers:
                 continue
             now = time.monotonic()

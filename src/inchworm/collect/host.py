@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, Self, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import cloudpickle
 import gymnasium as gym
@@ -36,7 +36,9 @@ MakeEnv = Callable[[int, int, int], VectorEnv]
 STATE_SHARE = 0.1
 """The state of a collector travels with a rollout when it is at most this share of the bytes that were sent since the last one, …"""
 STATE_INTERVAL, KEPT_BYTES = 256, 256_000_000
-"""… or after this many rollouts, or bytes of weights kept to repeat them. A collector that is replaced repeats those since then."""
+"""… or after this many rollouts, or bytes of weights kept to repeat them. A collector that is replaced repeats those since then. After
+many rollouts it does not travel if the actions of running episodes are more than that share: replaying those takes as many env steps as
+repeating the rollouts."""
 
 
 def collector_seed(seed: int, index: int) -> int:
@@ -248,8 +250,10 @@ class Host:
         self._states = {number: known for number, known in self._states.items() if number >= job.oldest}
         self._unsent_bytes, self._unsent = self._unsent_bytes + rollout.nbytes, self._unsent + 1
         kept = 0 if weights is None else self._unsent * sum(array.nbytes for array in weights.values())
-        is_small = _state_bytes(state) <= self._recipe.state_share * self._unsent_bytes
-        sends = is_small or self._unsent >= STATE_INTERVAL or kept >= KEPT_BYTES
+        allowed = self._recipe.state_share * self._unsent_bytes
+        is_due = self._unsent >= STATE_INTERVAL and _array_bytes(state["vector_env"].get("actions", {})) <= allowed
+        small_enough = _array_bytes(state) + 400 * (1 + len(state["starts"])) <= allowed  # with some plain data for each lane
+        sends = small_enough or is_due or kept >= KEPT_BYTES
         if sends:
             self._unsent_bytes = self._unsent = 0
         counts = (collector.env_steps - steps, collector.episodes - episodes)
@@ -265,10 +269,8 @@ class Host:
         self.collector.close()
 
 
-def _state_bytes(state: Mapping[str, Any]) -> int:
-    """Roughly the size of a state: its arrays, and some plain data for each copy."""
-    arrays = [leaf for leaf in optree.tree_leaves(cast(Any, state)) if isinstance(leaf, np.ndarray)]
-    return sum(array.nbytes for array in arrays) + 400 * (1 + len(state["starts"]))
+def _array_bytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in optree.tree_leaves(tree) if isinstance(leaf, np.ndarray))
 
 
 Answer = Collected | SavedState | Failed | WorkerDied
@@ -277,7 +279,6 @@ Answer = Collected | SavedState | Failed | WorkerDied
 class Engine(Protocol):
     """Where collectors run. A link is one of them; what it is asked is answered in this order, after the answer to `start`, if any."""
 
-    name: str
     state_share: float
     """See `STATE_SHARE`."""
 
@@ -315,7 +316,7 @@ class Engine(Protocol):
 class LocalEngine:
     """Collectors in this process, one after another."""
 
-    name, state_share = "local", np.inf
+    state_share = np.inf
 
     def __init__(self) -> None:
         self._asked: deque[tuple[Host, Callable[[], Answer | None]]] = deque()

@@ -354,7 +354,7 @@ class CollectConfig(ConfigBase):
     """Most actions of a running episode that are kept for replay; a longer episode is not continued by a resume, it starts over."""
     engine: Literal["local", "async", "ray"] = "local"
     """Where rollouts are collected: in this process, in processes of their own while this one learns, or by actors of a Ray cluster."""
-    num_collectors: Annotated[Integer, Field(ge=1, le=10_000)] = 1
+    num_collectors: Annotated[Integer, Field(ge=1, le=100_000)] = 1
     """Collectors, each with its share of env.num_envs and a sampling stream of its own; their rollouts are joined side by side. The same
     number gives the same result on every engine, and each has env.num_workers processes."""
     staleness: Annotated[Integer, Field(ge=0, le=1_000)] | Literal["auto"] = "auto"
