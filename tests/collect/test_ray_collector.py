@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
@@ -52,6 +53,16 @@ def test_the_cluster_of_a_run_listens_on_this_machine_alone() -> None:
     ours = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]  # 0A is listening
     assert ours
     assert all(address.partition(":")[0].endswith("0100007F") for address in ours)
+
+
+def test_another_process_joins_a_cluster_that_listens_on_this_machine_alone() -> None:
+    """Ray itself would look for it at the machine's other address, for minutes."""
+    gcs = ray.get_runtime_context().gcs_address
+    assert gcs.startswith("127.0.0.1:")
+    code = f"from inchworm.collect.ray_collector import connect, import_ray; print(connect({gcs!r}, 1.0), import_ray().cluster_resources())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("False "), done.stderr[-2000:]
+    assert "'CPU': 4.0" in done.stdout
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -52,6 +52,7 @@ def connect(address: str | None, num_cpus: float) -> bool:
         return True
     nothing = f"there is no Ray cluster at {address}"
     start = "start one with `ray start --head`, or leave collect.ray_address out for one that is started for the run"
+    host = "localhost"
     if address != "auto":
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if not colon or not port.isdecimal():
@@ -64,9 +65,12 @@ def connect(address: str | None, num_cpus: float) -> bool:
         if not found:
             raise ConfigError(f"{nothing}, but something else; {start}")
     try:
-        ray.init(address, **quiet)
+        # Otherwise Ray would look for a cluster on 127.0.0.1 at this machine's other address, and for minutes.
+        with _loopback_only() if host.startswith(("127.", "localhost", "[::1]")) else contextlib.nullcontext():
+            ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ConfigError(f"{nothing}: {error_text(error, 300)}; {start}") from None
+        token = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "if it requires a token, set RAY_AUTH_MODE=token; "
+        raise ConfigError(f"cannot join a Ray cluster at {address}: {error_text(error, 300)}; {token}{start}") from None
     return False
 
 
@@ -101,8 +105,8 @@ class CollectorActor:
     def __init__(self, packed: bytes, share: Share, path: Sequence[str]) -> None:
         sys.path.extend(each for each in path if each not in sys.path)
         self._packed, self._share = packed, share
-        self._recipe: Recipe | None = None
-        self._host: Host | None = None
+        self._recipe: Recipe
+        self._host: Host
 
     def _answer(self, work: Callable[[], Any]) -> tuple[Any, list[dict[str, Any]]]:
         caught: list[dict[str, Any]] = []
@@ -127,36 +131,29 @@ class CollectorActor:
         """Make the collector; return where it runs."""
 
         def make() -> str:
-            self._recipe = recipe = Recipe.unpack(self._packed)
-            with recipe.acting():
-                self._host = Host(recipe, self._share)
-            ray = import_ray()
-            return f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
+            self._recipe = Recipe.unpack(self._packed)
+            with self._recipe.acting():
+                self._host = Host(self._recipe, self._share)
+            return f"process {os.getpid()} on {import_ray().util.get_node_ip_address()}"
 
         return self._answer(make)
 
-    def _hosted(self) -> tuple[Recipe, Host]:
-        if self._recipe is None or self._host is None:
-            raise WorkerError("the collector could not be started")  # its error was returned before
-        return self._recipe, self._host
-
     def load(self, number: int, state: Mapping[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
         """Continue before a rollout."""
-        return self._answer(lambda: self._hosted()[1].load(number, state))
+        return self._answer(lambda: self._host.load(number, state))
 
     def collect(self, job: Job, weights: Weights | None) -> tuple[Any, list[dict[str, Any]]]:
         """Collect a rollout."""
 
         def work() -> Answer:
-            recipe, host = self._hosted()
-            with recipe.acting():
-                return host.collect(job, weights)
+            with self._recipe.acting():
+                return self._host.collect(job, weights)
 
         return self._answer(work)
 
     def state(self, number: int) -> tuple[Any, list[dict[str, Any]]]:
         """The state before a rollout."""
-        return self._answer(lambda: self._hosted()[1].state(number))
+        return self._answer(lambda: self._host.state(number))
 
     def imported(self) -> list[str]:
         """The modules of this process."""
@@ -164,8 +161,7 @@ class CollectorActor:
 
     def close(self) -> None:
         """Close the environments."""
-        if self._host is not None:
-            self._host.close()
+        self._host.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -182,7 +178,7 @@ class RayLink:
 class RayEngine:
     """Collectors as actors of a Ray cluster."""
 
-    name, state_share = "ray", STATE_SHARE
+    state_share = STATE_SHARE
 
     def __init__(
         self,
@@ -207,8 +203,8 @@ class RayEngine:
             options["resources"] = dict(resources)
         self._actor_class = ray.remote(**options)(CollectorActor)
         has = ray.cluster_resources()
-        lacking = [f"{num_collectors * amount:g} {name} (it has {has.get(name, 0):g})" for name, amount in self._needs.items()]
-        lacking = [text for text, (name, amount) in zip(lacking, self._needs.items()) if num_collectors * amount > has.get(name, 0)]
+        wanted = {name: num_collectors * amount for name, amount in self._needs.items()}
+        lacking = [f"{amount:g} {name} (it has {has.get(name, 0):g})" for name, amount in wanted.items() if amount > has.get(name, 0)]
         if lacking:
             warnings.warn(
                 f"{num_collectors} collectors need {', '.join(lacking)} of the Ray cluster; they wait until it grows. Use fewer "
