@@ -4,7 +4,7 @@ python benchmarks/ray_scaling.py [--repeats 5] [--steps 64] [--many 16] [--rllib
 
 Everything runs on a cluster that is started here, on 127.0.0.1. The peer is RLlib's env runner in an environment of its own:
 
-    python3 -m venv ENVS/rllib && ENVS/rllib/bin/pip install "ray[rllib]==2.60.0" gymnasium torch
+    python3 -m venv ENVS/rllib && ENVS/rllib/bin/pip install "ray[rllib]==2.60.0" gymnasium torch==2.13.0
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ import results
 from figures import Section, Target, median_range, table
 from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, RayCollector, make_vector_env
 from inchworm.collect.host import STATE_SHARE, CollectorEnvs, Host, Job, Recipe, Share
+from inchworm.collect.ray_collector import connect
 from slow_worlds import Endless, cartpole
 
 BUSY_SECONDS, SLEEP_SECONDS = 2e-3, 20e-3
+CLUSTER_CPUS, IDLE_CPUS = 4, 0.1
+"""Of the cluster, which starts as many processes in advance, and of an actor that mostly waits."""
 COPIES = 8
 """Copies of the busy environment, whoever steps them."""
 NODES = (1, 10, 100, 1_000)
 NETWORKS = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}
-CORES_PER_NODE = 32
-"""Of the machines of the calculation; each core runs a collector."""
+CORES_PER_NODE, ROLLOUT_STEPS = 32, 512
+"""Of the calculation; each core runs a collector, which steps `COPIES` copies."""
 
 
 def policy_for(env: Any) -> NumpyPolicy:
@@ -67,14 +70,15 @@ def bytes_sent(env: Any, steps: int, copies: int, rollouts: int) -> dict[str, fl
     return {"stored": stored / taken, "rollout": alone / taken, "ratio": stored / alone, "weights": weights}
 
 
-def exchange_seconds(rollouts: int) -> float:
-    """What a rollout costs the driver besides its bytes: the message to an actor and back, of a rollout of one step."""
-    with RayCollector("CartPole-v1", policy_for("CartPole-v1"), num_envs=1, cpus=0.1) as made:
+def message_seconds(collectors: int, rollouts: int) -> float:
+    """What a rollout costs the driver's processor besides its bytes: to ask an actor for it and take it, a rollout of one step."""
+    policy = policy_for("CartPole-v1")
+    with RayCollector("CartPole-v1", policy, num_collectors=collectors, num_envs=collectors, cpus=IDLE_CPUS) as made:
         made.collect(1)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(rollouts):
             made.collect(1)
-        return (time.perf_counter() - began) / rollouts
+        return (time.process_time() - began) / (rollouts * collectors)
 
 
 def learn_seconds(steps: int) -> float:
@@ -94,7 +98,7 @@ def our_actor(starts: int) -> list[dict[str, float]]:
     """Seconds from creating an actor until it has its environments, and its resident megabytes after a rollout."""
     found = []
     for _ in range(starts):
-        with RayCollector("CartPole-v1", policy_for("CartPole-v1"), num_envs=1, cpus=0.1) as made:
+        with RayCollector("CartPole-v1", policy_for("CartPole-v1"), num_envs=1, cpus=IDLE_CPUS) as made:
             began = time.perf_counter()
             made.collect(1)
             seconds = time.perf_counter() - began
@@ -113,42 +117,47 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, the sides of each ratio in turns."""
     import ray
 
-    ray.init("local", num_cpus=32, include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    connect(None, CLUSTER_CPUS)
     busy, sleeping = partial(cartpole, BUSY_SECONDS), partial(cartpole, SLEEP_SECONDS, sleeps=True)
     found: dict[str, Any] = {"repeats": options.repeats, "steps": options.steps, "many": options.many, "load": os.getloadavg()[0]}
-    for name, env, count, copies in (("busy", busy, 2, (COPIES, COPIES)), ("sleeping", sleeping, options.many, (1, options.many))):
+    settings = [("busy", busy, 2, (COPIES, COPIES), 1.0), ("sleeping", sleeping, options.many, (1, options.many), IDLE_CPUS)]
+    for name, env, count, copies, cpus in settings:
         runs: dict[str, list[float]] = {"one": [], "several": []}
         for repeat in range(options.repeats):
             sides = [("one", 1, copies[0]), ("several", count, copies[1])]
             for side, collectors, own in sides if repeat % 2 == 0 else reversed(sides):
-                runs[side].append(rate(env, collectors, own, options.steps, 3, cpus=1.0))
+                runs[side].append(rate(env, collectors, own, options.steps, 3, cpus=cpus))
         found[name] = runs
         print(name, {side: [round(value, 1) for value in values] for side, values in runs.items()}, flush=True)
-    found["bytes"] = {"CartPole-v1": bytes_sent("CartPole-v1", 512, 8, 10), "endless episodes": bytes_sent(Endless, 512, 8, 40)}
-    found["exchange"], found["learn"] = exchange_seconds(100), learn_seconds(256)
+    # 800 short rollouts are a whole episode of 100,000 steps, in which what a replay of it needs grows far beyond a rollout.
+    found["bytes"] = {
+        "CartPole-v1": bytes_sent("CartPole-v1", ROLLOUT_STEPS, COPIES, 10),
+        "endless episodes": bytes_sent(Endless, 128, COPIES, 800),
+    }
+    found["message"], found["learn"] = message_seconds(options.many, 50), learn_seconds(256)
     found["actor"] = our_actor(options.repeats)
     ray.shutdown()
     if options.rllib_python is not None:
         python = str(options.rllib_python.absolute())
         found["rllib"] = jobs.run("rllib_side:start_runners", {"starts": options.repeats}, python=python)
-    print({name: found.get(name) for name in ("bytes", "exchange", "learn", "actor", "rllib")}, flush=True)
+    print({name: found.get(name) for name in ("bytes", "message", "learn", "actor", "rllib")}, flush=True)
     return found
 
 
 def limits(data: dict[str, Any]) -> list[list[str]]:
     """Env steps per second by number of nodes, and what binds: the collectors, the learner, the driver's messages or its network.
 
-    A collector steps an environment of `BUSY_SECONDS`; there is one for each core. A rollout of 512 steps of 8 copies is a message.
+    A collector steps an environment of `BUSY_SECONDS`; there is one for each core. A rollout is a message.
     """
-    wire, per_rollout = data["bytes"]["CartPole-v1"]["stored"], 512 * 8
+    wire, per_rollout = data["bytes"]["CartPole-v1"]["stored"], ROLLOUT_STEPS * COPIES
     each = statistics.median(data["busy"]["one"])  # steps per second of a collector
     rows = []
     for nodes in NODES:
         collectors = nodes * CORES_PER_NODE
-        most = {"collectors": collectors * each, "learner": 1 / data["learn"], "messages": per_rollout / data["exchange"]}
+        most = {"collectors": collectors * each, "learner": 1 / data["learn"], "messages": per_rollout / data["message"]}
         # The weights go to each node once per iteration, in which every collector makes a rollout.
         sent = wire + nodes * data["bytes"]["CartPole-v1"]["weights"] / (collectors * per_rollout)
-        row = [f"{nodes:,}", f"{collectors:,}", *(f"{value:,.0f}" for value in most.values())]
+        row = [f"{nodes:,}", f"{collectors:,}", f"{collectors * per_rollout / 1e6:,.1f}", *(f"{value:,.0f}" for value in most.values())]
         row += [f"{speed / sent:,.0f}" for speed in NETWORKS.values()]
         binds = min({**most, "network of 1 Gbit/s": NETWORKS["1 Gbit/s"] / sent}.items(), key=lambda item: item[1])
         rows.append([*row, f"{binds[0]}: {binds[1]:,.0f}"])
@@ -173,14 +182,15 @@ def section(data: dict[str, Any]) -> Section:
         [name, median_range([one["seconds"] for one in runs], ".2f"), median_range([one["megabytes"] for one in runs], ".0f")]
         for name, runs in sides.items()
     ]
-    each = statistics.median(data["busy"]["one"])
+    each, per_rollout = statistics.median(data["busy"]["one"]), ROLLOUT_STEPS * COPIES
     lines = [
         f"{data['repeats']} repeats in turns, with a load of {data['load']:.1f} on the machine before; rollouts of {data['steps']} steps;",
         "median and range.",
         "",
         *table(["collectors", "env steps/s of one", "of several", "times"], rates),
         "",
-        "What a collector's answer takes in Ray's object store: its rollout, and at times the state from which a lost actor is rebuilt.",
+        "What a collector's answers take in Ray's object store: the rollouts, and at times the state from which a lost actor is rebuilt.",
+        f"Rollouts of {ROLLOUT_STEPS} steps; with endless episodes 128 steps, over a whole episode of 100,000.",
         "",
         *table(["environment", "bytes per env step", "of which the rollout", "ratio"], sizes),
         "",
@@ -191,18 +201,25 @@ def section(data: dict[str, Any]) -> Section:
         "It assumes:",
         "",
         f"- nodes of {CORES_PER_NODE} cores with a collector on each, and an environment whose step computes for 2 ms",
-        "- rollouts of 512 steps of 8 copies",
+        f"- rollouts of {ROLLOUT_STEPS} steps of {COPIES} copies",
         f"- a learner that takes {1e6 * data['learn']:.1f} µs for an env step (CartPole, 64x64, NumPy, one thread)",
-        f"- {1e3 * data['exchange']:.2f} ms of the driver for the message of a rollout",
+        f"- {1e3 * data['message']:.2f} ms of the driver's processor for the messages of a rollout, as with {data['many']} collectors",
         f"- {sent['CartPole-v1']['stored']:.1f} bytes on the wire for an env step",
         f"- weights of {sent['CartPole-v1']['weights'] / 1e3:.1f} kB, which go to each node once per iteration",
         "",
-        "Each column is the number of env steps per second that this part could do; the smallest binds.",
+        "The columns after the third are the env steps per second that this part alone could do; the smallest binds.",
         "",
-        *table(["nodes", "collectors", "collectors do", "learner does", "messages allow", *NETWORKS, "binds"], limits(data)),
+        *table(
+            ["nodes", "collectors", "million steps per iteration", "collectors do", "learner does", "messages allow", *NETWORKS, "binds"],
+            limits(data),
+        ),
         "",
-        f"One learner feeds {1 / data['learn'] / each:,.0f} such collectors; beyond that it needs a GPU, or several ranks. A message of a",
-        "longer rollout costs the driver the same, so that more steps per rollout move the limit of messages, but not that of the network.",
+        f"So one learner on a CPU keeps up with {1 / data['learn'] / each:,.0f} such collectors. A faster one, a GPU or several ranks,",
+        "meets other limits: a network of 1 Gbit/s with",
+        f"{NETWORKS['1 Gbit/s'] / sent['CartPole-v1']['stored'] / each:,.0f} collectors, and the driver's messages with",
+        f"{per_rollout / data['message'] / each:,.0f}. With longer rollouts there are fewer messages, but not fewer bytes; and the learner",
+        "must hold all rollouts of an iteration, with 1,000 nodes",
+        f"{NODES[-1] * CORES_PER_NODE * per_rollout * sent['CartPole-v1']['rollout'] / 1e9:.1f} GB.",
         "",
     ]
     targets = [
