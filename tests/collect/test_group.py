@@ -199,6 +199,20 @@ def test_one_that_hangs_is_replaced_and_restarts_are_bounded(tmp_path: Path) -> 
         collectors.collect(2)
 
 
+def test_restarts_are_counted_for_each_collector() -> None:
+    """A lost node takes many collectors at once: with one restart each, both of two may die."""
+    acting = policy()
+    with AsyncCollector("CartPole-v1", acting, num_collectors=2, num_envs=2, restarts=1) as collectors:
+        collectors.collect(4)
+        for pid in [pid_of(collectors, index) for index in range(2)]:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.warns(WorkerRestartWarning) as caught:
+            iterations(collectors, acting, 3, steps=4)
+    texts = [str(one.message) for one in caught]
+    assert sorted(text[:11] for text in texts) == ["collector 0", "collector 1"]
+    assert all("(0 restarts left" in text for text in texts)
+
+
 class ToldTimes(LocalEngine):
     """Says of the collectors of one copy that they took a second, of others that they took three."""
 

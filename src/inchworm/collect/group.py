@@ -52,6 +52,7 @@ class _Seat:
 
     share: Share
     link: Any
+    budget: RestartBudget
     results: dict[int, Collected] = field(default_factory=dict)
     states: dict[int, Any] = field(default_factory=lambda: {0: None})  # before these rollouts; None is that of a new collector
     asked_state: int | None = None
@@ -70,7 +71,7 @@ class CollectorGroup(Closes):
     `policy` acts, with the weights of `follows` (itself by default) as they are when `collect` is called; with a `staleness` they are
     those of as many calls earlier, because rollouts are then begun ahead, while their predecessors are learned from. Only rollouts of
     `steps_ahead` steps are begun ahead, or of any number if that is None. A collector that dies, or does not answer within `timeout`
-    seconds, is replaced from its saved state and collects the same rollout again, at most `restarts` times in ten minutes.
+    seconds, is replaced from its saved state and collects the same rollout again, each at most `restarts` times in ten minutes.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class CollectorGroup(Closes):
         self._shares = [
             Share(index, first, end - first, envs.lanes_per_copy) for index, (first, end) in enumerate(itertools.pairwise(ends))
         ]
-        self._budget = RestartBudget(restarts, "collect.restarts")
+        self._restarts = restarts
         self._seats: list[_Seat] = []
         self._closed = False
         self._tickets = self._next = self._issued = 0  # jobs ever made; the next rollout to return; the first that is not begun yet
@@ -196,7 +197,9 @@ class CollectorGroup(Closes):
             raise WorkerError("the collectors are closed, or have ended after an earlier error; create new ones")
         while len(self._seats) < len(self._shares):
             share = self._shares[len(self._seats)]
-            self._seats.append(_Seat(share, self._engine.start(self._recipe, share), since=time.monotonic()))
+            # Of its own, because the loss of a node is that of many collectors at once.
+            budget = RestartBudget(self._restarts, "collect.restarts")
+            self._seats.append(_Seat(share, self._engine.start(self._recipe, share), budget, since=time.monotonic()))
 
     def _issue(self, number: int, num_steps: int, weights: _Weights | None) -> None:
         """Ask every collector for a rollout."""
@@ -277,7 +280,7 @@ class CollectorGroup(Closes):
         began, where = time.monotonic(), self._engine.where(seat.link)
         self._engine.drop(seat.link)
         try:
-            self._budget.spend(seat.share, reason, f", in {where}", 0)
+            seat.budget.spend(seat.share, reason, f", in {where}", 0)
         except WorkerError:
             self._seats.remove(seat)
             self.close()
@@ -295,7 +298,7 @@ class CollectorGroup(Closes):
         repeated = self._issued - first
         warnings.warn(
             f"{seat.share} in {where} {reason}; it is replaced and repeats {repeated} rollout{'' if repeated == 1 else 's'} "
-            f"({self._budget.left} restarts left within ten minutes, {time.monotonic() - began:.2f} s)",
+            f"({seat.budget.left} restarts left within ten minutes, {time.monotonic() - began:.2f} s)",
             WorkerRestartWarning,
             stacklevel=5,
         )

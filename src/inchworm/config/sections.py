@@ -366,7 +366,7 @@ class CollectConfig(ConfigBase):
     timeout: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """Seconds after which a collector in another process that has not returned its rollout is considered hung and replaced."""
     restarts: NonNegative = 10
-    """Collectors that are replaced within ten minutes after dying or hanging; one more ends the run. 0 ends it at the first."""
+    """How often one collector is replaced within ten minutes after dying or hanging; once more ends the run. 0 ends it at the first."""
     ray_address: str | None = None
     """An existing Ray cluster as host:port, or auto for the one on this machine; null is that of RAY_ADDRESS, as in a Ray job, else one
     that is started for the run on this machine."""
