@@ -16,7 +16,7 @@ from inchworm.analysis.runs import RunRecord, read_run
 from inchworm.core.errors import ConfigError
 from inchworm.run.directory import FREE_FIELDS, config_changes
 from inchworm.tracking.jsonl import HASHES
-from inchworm.train.stages import STAGES, comparable, read_hashes, unpack_marks
+from inchworm.train.stages import STAGES, comparable, is_compiled, read_hashes, unpack_marks
 
 MACHINE = ("platform", "cpu", "simd")
 """Entries of `versions.json` that describe the machine."""
@@ -69,7 +69,9 @@ class RunDiff:
     begins: int
     """The first iteration with hashes of both; above 0 where a run was begun by an earlier version."""
     missing: Mapping[str, int]
-    """Stages that one of the runs did not record, with the number of iterations in which that is so."""
+    """Stages that cannot be compared, with the number of iterations in which that is so."""
+    compiled: tuple[bool, bool]
+    """Which of the runs were compiled loops, whose hashes are made in another way."""
     settings: tuple[str, ...]
     """Settings that differ and affect training, such as `ppo.gamma: 0.99 → 0.9`."""
     other_settings: tuple[str, ...]
@@ -114,7 +116,7 @@ class RunDiff:
             f"not recorded:  {STAGES[stage]} in {count:,} of {shared - max(0, self.begins - 1):,} iterations"
             for stage, count in self.missing.items()
         ]
-        if self.missing:
+        if self.missing and self.compiled[0] != self.compiled[1]:
             lines.append("               (the hashes of a compiled loop can be compared only with those of another one)")
         return "\n".join(lines)
 
@@ -149,6 +151,7 @@ def diff_runs(first: str | Path, second: str | Path, *, directory: str | Path = 
         iterations=ends,
         begins=shared[0],
         missing={stage: count for stage, count in lacking.items() if count},
+        compiled=(is_compiled(hashes[0]), is_compiled(hashes[1])),
         settings=tuple(line for name, line in changes.items() if name not in FREE_FIELDS),
         other_settings=tuple(line for name, line in changes.items() if name in FREE_FIELDS),
         versions=tuple(line for name, line in versions.items() if name not in MACHINE),

@@ -198,13 +198,18 @@ def comparable(one: Any, other: Any) -> bool:
     return bool(one and other) and str(one).startswith(COMPILED) == str(other).startswith(COMPILED)
 
 
+def is_compiled(rows: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether a run's hashes are those of a compiled loop."""
+    return any(str(row.get("environment")).startswith(COMPILED) for row in rows.values())
+
+
 def read_hashes(path: Path) -> dict[int, dict[str, Any]]:
     """The hashes of a run's iterations by their numbers; those of iteration 0 are of the weights that it began with."""
     found: dict[int, dict[str, Any]] = {}
     for row in read_rows(path):
         if "iteration" in row:
             known = found.setdefault(row["iteration"], {})
-            known.update(row | known if known.get("environment", "").startswith(COMPILED) else row)
+            known.update(row | known if str(known.get("environment")).startswith(COMPILED) else row)
     for number, row in list(found.items()):
         if row.get(BEFORE) and (number == 1 or number - 1 in found):
             found.setdefault(number - 1, {}).setdefault("weights", row[BEFORE])
