@@ -86,7 +86,11 @@ def section(data: dict[str, Any]) -> Section:
     if "random" in data:
         totals = [sum(is_found(run) for runs in data[side] for run in runs) for side in SIDES]
         better = "PPO finds more" if totals[0] > totals[1] else "nothing is gained from learning here"
-        lines += ["", f"Of {len(rows) * len(data['ppo'])} searches, PPO found {totals[0]} laws and random search {totals[1]}: {better}."]
+        lines += [
+            "",
+            f"Of {len(rows) * len(data['ppo'])} searches, PPO found {totals[0]} laws and random search {totals[1]}: {better}.",
+            "",
+        ]
     found = [sum(map(is_found, runs)) for runs in data["ppo"]]
     seconds = [sum(run["seconds"] for run in runs) for runs in data["ppo"]]
     targets = [
