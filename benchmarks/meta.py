@@ -102,7 +102,7 @@ def section(data: dict[str, Any]) -> Section:
     lines = [
         "Return on held-out tasks, mean over seeds and half of its 95 % interval. Without context: the same policy and env steps, and the",
         "encoder is never given a trajectory, or a trial is a single episode, within which a policy with memory still adapts. The physics",
-        "are length, cart mass and force; half of the motors are reversed, and that is what a policy must know to balance the pole.",
+        "are length, cart mass and force. About half of the motors are reversed, which is all that a policy must know to balance the pole.",
         "",
         *table(["tasks", "seeds", "after 0, 1, 2 episodes", "after 1 episode", "without context"], rows),
     ]
