@@ -1,6 +1,6 @@
 """Collectors in processes of their own, which keep collecting while this one learns: `python -m inchworm.collect.async_collector`.
 
-Weights and rollouts travel through shared memory, of which a message brings the descriptor, so that nobody waits for a reader.
+Weights and rollouts travel through shared memory, of which a message brings the descriptor, so that no writer waits for a reader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Step 7 of 9: a rollout as encoded arrays of fixed shape, and its sequences packed so that an epoch gathers few arrays.
 
-`Steps` is made on the host from a `Rollout` (`steps_of`), or on the device by whoever collects there. From it on, all is pure.
+`Steps` is made on the host from a `Rollout` (`steps_of`), or on the device, by what collects there. From it on, all is pure.
 """
 
 from __future__ import annotations
