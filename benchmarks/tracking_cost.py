@@ -106,7 +106,7 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
     wandb = WandbConfig(project="benchmark", mode="offline")
     runs: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name, mlflow_server(Path(name)) as port, delayed(port, 0.5) as slow:
-        every = {"csv": True, "tensorboard": True, "wandb": wandb, "finish_seconds": 60.0}
+        every = {"csv": True, "tensorboard": True, "wandb": wandb, "finish_seconds": 10.0}
         sides = {
             "none": TrackingConfig(),
             "every tracker": TrackingConfig(**every, mlflow=MlflowConfig(experiment="benchmark")),

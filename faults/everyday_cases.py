@@ -176,7 +176,7 @@ OTHERS = (
     *("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies"),
     *("ppo.freeze", "run.init_weights", "evaluation.seeds", "tracking.wandb", "tracking.mlflow"),
     *("curriculum.levels", "curriculum.milestones", "curriculum.opponent_skills", "ppo.proximal_decay"),
-    *("collect.engine", "collect.num_collectors", "collect.staleness"),
+    *("collect.engine", "collect.num_collectors", "collect.staleness", "collect.keep_infos"),
     *("collect.ray_address", "collect.ray_cpus", "collect.ray_memory", "collect.ray_resources", "collect.ray_strategy"),
 )
 """Fields of nested data or of lists of text, and fields that depend on others, which have separate cases or tests."""

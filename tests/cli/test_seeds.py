@@ -40,7 +40,7 @@ def test_seeds_are_trained_as_single_runs_and_summarised(cli: Any, small: list[s
         f"score: interquartile mean {sum(scores) / 2:.5g} [{low:.5g}, {high:.5g}] of final evaluations (95 % bootstrap interval)"
     )
     assert lines[-3] == "run:   runs/many (report.html, summary.md, summary.json, seed-0, …)"
-    assert "2 runs" in (tmp_path / "runs/many/report.html").read_text()
+    assert "many: 2 seeds" in (tmp_path / "runs/many/report.html").read_text()
     assert lines[-2] == f"next:  inchworm evaluate runs/many/seed-{scores.index(high)} --episodes 100"
     assert lines[-1] == "       inchworm resume many --total-timesteps 512"
     for name in FILES:

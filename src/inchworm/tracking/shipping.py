@@ -45,8 +45,8 @@ ARTEFACTS = ("config.yaml", "versions.json", "policy*.safetensors", "best_policy
 POLL_SECONDS, MOST_POLL_SECONDS, RETRY_SECONDS = 1.0, 10.0, 30.0
 """How often new rows are looked for at first, and later in a training; the longest time between two attempts after a failure."""
 
-_BATCH = 1_000
-"""Most values in a batch: MLflow accepts no more."""
+_BATCH = 20_000
+"""About how many values are read and sent between two positions, which are synced to disk: small batches let the training wait for it."""
 _EXTRA_SECONDS = 5.0
 """How much longer than `tracking.finish_seconds` the process may live before it is killed."""
 
