@@ -75,6 +75,8 @@ def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomL
     for given in functions:
         weighted = given if isinstance(given, Loss) else Loss(given)
         function = weighted.function
+        if not callable(function):
+            raise ConfigError(f"a custom loss is a function or an object that can be called, not {function!r:.80}")
         inner = getattr(function, "func", function)  # functools.partial
         own_name = getattr(inner, "name", None)
         class_name: str = getattr(inner, "__name__", type(inner).__name__)
