@@ -25,8 +25,8 @@ class Task:
 def check_tasks(tasks: Sequence[Any]) -> list[Task]:
     """Return the tasks as a list; raise if one of them is something else, such as a name or bare options."""
     for task in tasks:
-        if not isinstance(task, Task):
-            raise ConfigError(f"a task is a Task(name, options), not {task!r:.80}")
+        if not isinstance(task, Task) or not isinstance(task.options, Mapping):
+            raise ConfigError(f"a task is a Task(name, options) with a mapping of reset options, not {task!r:.80}")
     return list(tasks)
 
 
