@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import re
@@ -258,6 +259,22 @@ def test_the_troubleshooting_page_answers_the_usual_problems_with_settings_that_
     for metric in ("approx_kl", "clip_fraction", "entropy", "explained_variance", "grad_norm", "value_loss", "convergence/mean_return"):
         assert f"`{metric}`" in text, metric
         assert f"`{metric}`" in metrics, metric
+
+
+def test_the_defaults_of_stable_baselines3_are_those_of_its_signature() -> None:
+    from stable_baselines3 import PPO
+
+    there = inspect.signature(PPO).parameters
+    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Stable-Baselines3\n")[2].partition("\n## ")[0]
+    compared = set()
+    for names, values in re.findall(r"^\| (`.+?) \| ([^|]+) \|", section, re.MULTILINE):
+        listed = re.findall(r"`(\w+)`", names)
+        defaults = values.replace("*", "").split(", ")
+        if len(listed) == len(defaults) and set(listed) <= set(there) and re.match(r"none|\d", defaults[0]):
+            compared |= set(listed)
+            assert [there[one].default for one in listed] == [None if one == "none" else float(one) for one in defaults], names
+    assert len(compared) == 12, compared
 
 
 def test_the_overview_lists_every_step_in_order() -> None:
