@@ -130,7 +130,7 @@ def test_bad_losses_are_refused_in_one_line_and_change_nothing(side: Any) -> Non
         ([0.1], r"a custom loss is a function or an object that can be called, not 0\.1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            learner.update(rollout, losses)  # type: ignore[arg-type]
+            learner.update(rollout, losses)
         np.testing.assert_array_equal(parameters(policy), before)
 
 

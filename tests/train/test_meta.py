@@ -157,8 +157,8 @@ def test_wrong_use_is_one_line() -> None:
             trainer.collect_task_specific_rollouts(Task("wrong", {"goal": 1.0}))
         for unknown, words in (("east", "not 'east'"), ([{"goal_x": 1.0}], "not {'goal_x'")):
             with pytest.raises(ConfigError, match=words):
-                trainer.collect_task_specific_rollouts(unknown)  # type: ignore[arg-type]
+                trainer.collect_task_specific_rollouts(unknown)
         with pytest.raises(ConfigError, match=r"a task is a Task\(name, options\) with a mapping of reset options, not 'east'"):
-            evaluate_adaptation(trainer.policy, PointWorld, ["east"], steps=8)  # type: ignore[list-item]
+            evaluate_adaptation(trainer.policy, PointWorld, ["east"], steps=8)
         with pytest.raises(ConfigError, match="fewer than the 2 rounds"):
             trainer.meta_train(steps_per_task=1)
