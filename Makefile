@@ -6,6 +6,8 @@
 #   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
 #   make learning   learning compared with Stable-Baselines3, 15 seeds each, for docs/results.md (hours)
 #   make variants   settings compared seed by seed: forget bias, value scaling, JAX and NumPy (hours; an interrupted one continues)
+#   make tasks      curricula, adaptation and laws found from data, for docs/curricula_measured.md (hours)
+#   make extensions curiosity and exports, for docs/extensions.md        make collectors   processes and Ray, for docs/collectors_measured.md
 #   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
 #   make doctor     what the doctor finds on environments and seeds that did not set its thresholds, for docs/doctor.md (20 minutes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import re
@@ -14,6 +15,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import pytest
+import yaml
 
 import inchworm
 from doubles.trackers import Recorder
@@ -31,7 +33,10 @@ from inchworm import (
     RunConfig,
     TrainingConfig,
 )
+from inchworm.analysis.search_space import check_space
 from inchworm.cli.main import COMMANDS, main
+from inchworm.core.errors import ConfigError
+from inchworm.evaluate.suites import read_suites
 from inchworm.worlds.toys import DEATHS, comings
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +134,37 @@ def test_commands_parse(page: Path, workplace: Path, monkeypatch: pytest.MonkeyP
             try_command(f"inchworm {line.partition(' -m inchworm ')[2]}")
 
 
+def read_yaml_blocks(page: Path) -> None:
+    """Read the YAML blocks of a page as the library does: a suite, several policies, a sweep's space, the job of a Ray cluster."""
+    for _, text in blocks(page, "yaml"):
+        data = yaml.safe_load(text)
+        if page.stem == "evaluation":
+            read_suites(data)
+        elif page.stem == "sweeps":
+            check_space(TrainingConfig(), data, 1)
+        elif page.stem == "distributed":
+            try_command(data["spec"]["entrypoint"])
+        else:
+            TrainingConfig.from_dict(data)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=name)
+def test_yaml_blocks_are_read(page: Path) -> None:
+    read_yaml_blocks(page)
+
+
+def test_a_wrong_name_in_a_yaml_block_is_detected(tmp_path: Path) -> None:
+    for stem, text in (
+        ("evaluation", "combat: [{env: Skirmish-v0, games: 20}]"),
+        ("sweeps", "ppo.rate: 1e-4..1e-2"),
+        ("several_policies", "policies: {guard: {agent: agent_1}}"),
+    ):
+        page = tmp_path / f"{stem}.md"
+        page.write_text(f"```yaml\n{text}\n```\n", encoding="utf-8")
+        with pytest.raises(ConfigError):
+            read_yaml_blocks(page)
+
+
 def test_a_wrong_flag_in_a_page_is_detected(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     for line in ("inchworm train CartPole-v1 --ppo.clip-range 0.1", "inchworm resume first --steps 5", "inchworm fly CartPole-v1"):
@@ -223,6 +259,22 @@ def test_the_troubleshooting_page_answers_the_usual_problems_with_settings_that_
     for metric in ("approx_kl", "clip_fraction", "entropy", "explained_variance", "grad_norm", "value_loss", "convergence/mean_return"):
         assert f"`{metric}`" in text, metric
         assert f"`{metric}`" in metrics, metric
+
+
+def test_the_defaults_of_stable_baselines3_are_those_of_its_signature() -> None:
+    from stable_baselines3 import PPO
+
+    there = inspect.signature(PPO).parameters
+    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Stable-Baselines3\n")[2].partition("\n## ")[0]
+    compared = set()
+    for names, values in re.findall(r"^\| (`.+?) \| ([^|]+) \|", section, re.MULTILINE):
+        listed = re.findall(r"`(\w+)`", names)
+        defaults = values.replace("*", "").split(", ")
+        if len(listed) == len(defaults) and set(listed) <= set(there) and re.match(r"none|\d", defaults[0]):
+            compared |= set(listed)
+            assert [there[one].default for one in listed] == [None if one == "none" else float(one) for one in defaults], names
+    assert len(compared) == 12, compared
 
 
 def test_the_overview_lists_every_step_in_order() -> None:

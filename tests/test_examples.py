@@ -1,11 +1,13 @@
 """Every example runs, from its own file, with tiny settings; and each is listed here, so that none is forgotten."""
 
+import itertools
 import os
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from inchworm.cli.main import main
@@ -130,3 +132,10 @@ def test_a_transformer_remembers_and_its_ratios_are_1() -> None:
         history = trainer.train(total_timesteps=7_000)
     assert max(history["ratio_error"]) < 5e-5
     assert history["mean_reward"][-1] > 0.9
+
+
+def test_demonstrations_help_and_skills_end_in_different_places() -> None:
+    alone, helped = runpy.run_path(str(EXAMPLES / "demonstrations.py"))["main"](8_000)
+    assert helped > 1.2 * alone
+    places = runpy.run_path(str(EXAMPLES / "diversity.py"))["main"](8_000)
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(places, 2)) > 0.7

@@ -126,6 +126,8 @@ def test_bad_losses_are_refused_in_one_line_and_change_nothing(side: Any) -> Non
         ([constant], "the custom loss constant has no gradient: its value depends on no parameter"),
         ([unknown], "the custom loss unknown asks for 'next_obs'; a loss may ask for policy"),
         ([slope_of(side), slope_of(side)], "two custom losses are called steep; give them different names"),
+        (vector, "custom losses are given as a list"),
+        ([0.1], r"a custom loss is a function or an object that can be called, not 0\.1"),
     ):
         with pytest.raises(ConfigError, match=message):
             learner.update(rollout, losses)

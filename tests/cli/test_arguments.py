@@ -152,6 +152,8 @@ def test_a_setting_replaces_the_one_it_excludes() -> None:
         (("X-v0", "--clip-range", "5"), r"unknown flag --clip-range; it is called --ppo.clip-coef here"),
         (("X-v0", "--value-coef", "5"), r"unknown flag --value-coef; it is called --ppo.vf-coef \(twice theirs if .*"),
         (("X-v0", "--ppo.value-coef", "5"), r"unknown flag --ppo.value-coef; it is called --ppo.vf-coef \(twice theirs if .*"),
+        (("X-v0", "--train-batch-size", "5"), r"unknown flag --train-batch-size; it is called --ppo.rollout-steps \(their batch .*"),
+        (("X-v0", "--capture-video"), r"unknown flag --capture-video; a video of a run is a command of its own: inchworm video RUN"),
         (("--env-id", "X-v0"), r"unknown flag --env-id; give the environment as the first argument: inchworm train CartPole-v1"),
         (("X-v0", "-x"), r"unknown flag -x; prog --help lists all flags"),
         (("X-v0", "more"), r"unexpected argument more; prog --help lists all flags"),

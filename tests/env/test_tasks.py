@@ -20,6 +20,9 @@ def test_a_list_of_tasks_draws_its_tasks_and_none_that_is_held_out() -> None:
         TaskList([Task("a")], [Task("a")])
     with pytest.raises(ConfigError, match="one task or more"):
         TaskList([])
+    for wrong in ("b", Task("b", [1.0])):
+        with pytest.raises(ConfigError, match=r"a task is a Task\(name, options\) with a mapping of reset options, not ('b'|Task)"):
+            TaskList([Task("a")], [wrong])
 
 
 def test_a_trial_is_some_episodes_of_one_task_with_the_last_action_and_reward() -> None:

@@ -378,6 +378,12 @@ def test_a_step_function_may_replace_the_default_one() -> None:
     assert all(np.array_equal(before[name], value) for name, value in policy.get_weights().items())
 
 
+@pytest.mark.parametrize("answer", [None, [1.0]])
+def test_a_step_function_that_returns_no_metrics_is_refused_in_one_line(answer: Any) -> None:
+    with pytest.raises(ConfigError, match=f"step_fn returned {type(answer).__name__}; it must return metrics"):
+        functional_training_loop(config(), policy_for("CartPole-v1"), step_fn=lambda state, components: answer)
+
+
 def test_the_environments_are_closed_whatever_happens() -> None:
     def fail(state: Any, components: Any) -> dict[str, float]:
         raise ZeroDivisionError

@@ -155,5 +155,10 @@ def test_wrong_use_is_one_line() -> None:
             trainer.collect_task_specific_rollouts([EAST, NORTH, Task("x")])
         with pytest.raises(InchwormError, match="does not know the option 'goal'"):
             trainer.collect_task_specific_rollouts(Task("wrong", {"goal": 1.0}))
+        for unknown, words in (("east", "not 'east'"), ([{"goal_x": 1.0}], "not {'goal_x'")):
+            with pytest.raises(ConfigError, match=words):
+                trainer.collect_task_specific_rollouts(unknown)
+        with pytest.raises(ConfigError, match=r"a task is a Task\(name, options\) with a mapping of reset options, not 'east'"):
+            evaluate_adaptation(trainer.policy, PointWorld, ["east"], steps=8)
         with pytest.raises(ConfigError, match="fewer than the 2 rounds"):
             trainer.meta_train(steps_per_task=1)

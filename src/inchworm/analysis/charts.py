@@ -87,7 +87,7 @@ def evaluation_line(run: RunRecord, **options: Any) -> Line | None:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
-    """Sort runs into groups that differ only in the seed. Of a seed that occurs again the run is in another group: it is no new sample.
+    """Sort runs into groups that differ only in the seed. Of a seed that occurs again the run is in another group: it is not a new sample.
 
     A group is named by its environment and what differs from the first; one that has no other name, and a single run, by its run.
     """

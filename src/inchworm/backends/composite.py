@@ -95,7 +95,7 @@ class CompositeLearner:
 
     @property
     def on_stage(self) -> Callable[..., object] | None:
-        """What is told of the stages of an update: those of all parts, one after another."""
+        """Called at each stage of an update: those of all parts, one after another."""
         return next(iter(self.learners.values())).on_stage
 
     @on_stage.setter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,13 @@ class CustomLoss:
 def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
     """Find the name and arguments of each function; raise if an argument is unknown or two functions have the same name."""
     losses: dict[str, CustomLoss] = {}
+    if not isinstance(functions, Iterable):
+        raise ConfigError(f"custom losses are given as a list, such as [loss], not {functions!r:.80}")
     for given in functions:
         weighted = given if isinstance(given, Loss) else Loss(given)
         function = weighted.function
+        if not callable(function):
+            raise ConfigError(f"a custom loss is a function or an object that can be called, not {function!r:.80}")
         inner = getattr(function, "func", function)  # functools.partial
         own_name = getattr(inner, "name", None)
         class_name: str = getattr(inner, "__name__", type(inner).__name__)

@@ -57,7 +57,7 @@ RATIO_TOLERANCE = 1e-3
 ADAPTIVE_STEP, ADAPTIVE_MARGIN = 1.5, 2.0
 """Factor by which an adaptive learning rate changes, and how far from `desired_kl` the KL may be, up or down, before it does."""
 ORDER_SAMPLE = 64
-"""Entries of an epoch's order that are told as a stage."""
+"""Entries of an epoch's order that are reported as one stage."""
 HISTORY = 1000
 """Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
 ALL_FROZEN = "ppo.freeze matches every weight that could be trained; leave some out"

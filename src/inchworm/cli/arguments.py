@@ -398,6 +398,7 @@ OTHER_FLAGS = {
     "--tracking.tensorboard": ("--tensorboard-log", "--tb", "--logger"),
     "--convergence.target": ("--reward-threshold", "--stop-reward"),
     "--ppo.rollout-steps": ("--num-steps", "--horizon", "--unroll-length", "--steps-per-env", "--n-step"),
+    "--ppo.rollout-steps (their batch divided by the lanes)": ("--train-batch-size", "--train-batch-size-per-learner"),
     "--ppo.minibatch-size": ("--batch-size", "--mini-batch-size", "--sgd-minibatch-size"),
     "--ppo.num-minibatches": ("--n-minibatches", "--nminibatches", "--num-mini-batch", "--minibatches"),
     "--ppo.update-epochs": ("--epochs", "--ppo-epochs", "--ppo-epoch", "--num-epochs", "--k-epochs", "--num-sgd-iter", "--noptepochs"),
@@ -405,7 +406,7 @@ OTHER_FLAGS = {
     "--ppo.gae-lambda": ("--lam", "--lambda", "--gae-lam", "--tau"),
     "--ppo.clip-coef": ("--clip", "--clip-param", "--clip-ratio", "--clip-eps", "--eps-clip"),
     "--ppo.clip-vloss": ("--clip-range-vf", "--vf-clip-param", "--clip-value"),
-    "--ppo.vf-coef (twice theirs if their value loss has no factor 1/2)": ("--value-coef", "--value-loss-coef", "--vf-coeff"),
+    "--ppo.vf-coef (twice theirs if their loss has no factor 1/2)": ("--value-coef", "--value-loss-coef", "--vf-coeff", "--vf-loss-coeff"),
     "--ppo.ent-coef": ("--entropy-coeff", "--ent-coeff", "--entropy", "--entropy-bonus"),
     "--ppo.max-grad-norm": ("--grad-clip", "--clip-grad", "--grad-norm"),
     "--ppo.target-kl": ("--kl-target", "--max-kl"),
@@ -415,6 +416,7 @@ OTHER_FLAGS = {
     "--policy.hidden-sizes": ("--hidden-size", "--hidden-dim", "--net-arch", "--hidden-units", "--hiddens"),
     "--policy.kind lstm": ("--lstm", "--use-lstm", "--recurrent", "--recurrent-policy"),
     "--policy.kind": ("--policy", "--network", "--model", "--arch"),
+    "--curriculum.mode": ("--curriculum", "--use-curriculum", "--curriculum-mode"),
     "--opponent.mode": ("--train-mode", "--self-play", "--selfplay"),
     "--env.kwargs '{width: 20, height: 20}'": ("--size",),
     "--config": ("-conf", "--conf-file", "--config-file", "--hyperparams", "--yaml", "--cfg"),
@@ -431,7 +433,7 @@ NO_FLAG = {
     "type inchworm resume RUN to continue a run": (
         "-i", "--trained-agent", "--resume", "--load", "--load-checkpoint", "--checkpoint", "--restore",
     ),
-    "make the environment in a factory of your own, with gymnasium.wrappers.RecordVideo around it": (
+    "a video of a run is a command of its own: inchworm video RUN": (
         "--capture-video", "--record-video", "--video", "--render",
     ),
     "progress is shown unless --quiet is given": ("-P", "--progress", "--progress-bar", "--verbose", "-v"),

@@ -22,6 +22,14 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_tasks(tasks: Sequence[Any]) -> list[Task]:
+    """Return the tasks as a list; raise if one of them is something else, such as a name or bare options."""
+    for task in tasks:
+        if not isinstance(task, Task) or not isinstance(task.options, Mapping):
+            raise ConfigError(f"a task is a Task(name, options) with a mapping of reset options, not {task!r:.80}")
+    return list(tasks)
+
+
 class TaskDistribution(Protocol):
     """A family of tasks. Any object with these methods is one; `TaskList` is made of given tasks."""
 
@@ -36,7 +44,7 @@ class TaskList:
     """A distribution of given tasks, drawn with equal probability."""
 
     def __init__(self, tasks: Sequence[Task], held_out: Sequence[Task] = ()) -> None:
-        names = [task.name for task in (*tasks, *held_out)]
+        names = [task.name for task in check_tasks([*tasks, *held_out])]
         twice = sorted({name for name in names if names.count(name) > 1})
         if not tasks or twice:
             raise ConfigError(f"two tasks have the name {twice[0]!r}; give each its own" if twice else "a TaskList needs one task or more")

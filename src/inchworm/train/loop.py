@@ -211,7 +211,10 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
         between = began - ended
         warming_up = getattr(components.learner, "warming_up", False)  # a short rollout, once
         if fused is None or warming_up:
-            metrics, state.phase, state.stages = dict(step_fn(state, components)), "", {}
+            answer = step_fn(state, components)
+            if not isinstance(answer, Mapping):
+                raise ConfigError(f"step_fn returned {type(answer).__name__}; it must return metrics, a mapping of names to numbers")
+            metrics, state.phase, state.stages = dict(answer), "", {}
             ended = time.perf_counter()
             finish_iteration(state, components, metrics, ended - began, between, state.env_steps - steps_before)
             continue

@@ -21,7 +21,7 @@ from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, BaseCallback, Callback, Policy, reads_context
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
-from inchworm.env.tasks import Task, TaskDistribution, TaskList
+from inchworm.env.tasks import Task, TaskDistribution, TaskList, check_tasks
 from inchworm.evaluate.games import make_world
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, combine_rollouts
@@ -99,7 +99,7 @@ def evaluate_adaptation(
     other policy plays trials, so `env` makes a `TrialEnv` of `episodes` + 1 episodes. An episode, or a trial, has at most `steps` steps.
     """
     with contextlib.closing(make_world(env, len(tasks), seed)) as world:
-        for copy, task in enumerate(tasks):
+        for copy, task in enumerate(check_tasks(tasks)):
             world.set_reset_options(task.options, [copy])
         scored = RolloutCollector(world, _Greedy(policy) if deterministic else policy, seed=seed)
         if reads_context(policy):
@@ -231,7 +231,7 @@ class MetaLearningPPOTrainer(PPOTrainer):
 
         The lanes of the result are those of the environment, once for each round, and its context is what each round was given.
         """
-        chosen = [task] if isinstance(task, Task) else list(task)
+        chosen = check_tasks([task] if isinstance(task, Task | str) else list(task))
         if not chosen or len(chosen) > self.env.num_envs:
             raise ConfigError(f"{len(chosen)} tasks need as many copies of the environment; set env.num_envs={max(1, len(chosen))}")
         for place, one in enumerate(chosen):

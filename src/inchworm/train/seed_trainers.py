@@ -125,7 +125,7 @@ class SeedProcess:
             self.connection.sendall(messages.pack(JOB, {"path": sys.path, "seed": seed}, job))
 
     def receive(self) -> SeedEvent | None:
-        """Receive one message; None for one that is no news. The process has ended after `done` or `failed`."""
+        """Receive one message; None for one without a result. The process has ended after `done` or `failed`."""
         try:
             message = messages.receive(self.connection)
         except (EOFError, OSError):

@@ -189,7 +189,7 @@ class TorchRanks(Ranks):
             yield
             self.announce("end")
         except BaseException:
-            leave()  # in the middle of an exchange they could not be told
+            leave()  # in the middle of an exchange no message can be sent to them
             raise
         finally:
             self._leads = False
