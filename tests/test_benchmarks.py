@@ -501,4 +501,4 @@ def test_laws_are_found_in_small(module: Any) -> None:
     missed = {**found[0], "score": 0.9999}
     section = symbolic.section({"ppo": [found, [found[0], missed]], "random": [[missed, missed], found]})
     assert (section.targets[0].value, section.targets[0].verdict) == (1, "**missed**")
-    assert section.lines[-1] == "Of 4 searches, PPO found 3 laws and random search 2: PPO finds more."
+    assert section.lines[-2] == "Of 4 searches, PPO found 3 laws and random search 2: PPO finds more."
