@@ -166,6 +166,8 @@ def test_a_rollout_beyond_the_memory_is_refused(cli: Any, refused: Any, run: Pat
         (["learn", "small", "x", "--epochs", "0"], "ppo.update_epochs=0 must be 1 or more"),
         (["learn"], "no run is given"),
         (["collect", "small", "--out", "file/r.st"], "cannot write --out file/r.st"),
+        (["collect", "small", "--out", "x", "--env", "Acrobot-v1"], "is of CartPole-v1, which --env can only repeat"),
+        (["learn", "small", "full", "--env", "my_world:make_env"], "my_world:make_env is another environment"),
         (["collect", "small", "--out", "file"], "--out file exists and is not a rollout"),
         (["collect", "small", "--out", "full"], "--out full is a directory; name a file in it"),
         (["learn", "small", "full", "--max-staleness", "-1"], "ppo.max_staleness=-1 must be 0 or more"),
