@@ -129,6 +129,15 @@ def test_a_wrong_file_among_good_ones_leaves_the_run_as_it_is(cli: Any, refused:
     refused("nan.st does not fit the policy small: rewards", "inspect", "nan.st", "--policy", "small", code=1)
 
 
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_learn_writes_a_lost_policy_file_again(cli: Any, run: Path, content: bytes | None) -> None:
+    cli("collect", "small", "--out", "good.st")
+    file = run / "policy.safetensors"
+    file.unlink() if content is None else file.write_bytes(content)
+    assert cli("learn", "small", "good.st", "--quiet").code == 0
+    assert load_policy(file).policy_version == 5  # 4 iterations, and this update
+
+
 def test_guards_can_be_given_where_one_learns(cli: Any, refused: Any, run: Path) -> None:
     for name in ("first.st", "second.st"):
         cli("collect", "small", "--out", name)

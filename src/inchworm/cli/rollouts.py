@@ -19,7 +19,8 @@ from inchworm.cli.main import OK
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import PPOConfig, TrainingConfig
-from inchworm.core.errors import BadNumberError, CorruptFileError, InchwormError, RolloutError, SpaceError, printable
+from inchworm.core.errors import BadNumberError, ConfigError, CorruptFileError, InchwormError, RolloutError, SpaceError, printable
+from inchworm.core.protocols import Policy
 from inchworm.core.seeding import derive_seed
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import make_vector_env
@@ -170,7 +171,9 @@ def run_learn(arguments: Sequence[str]) -> int:
         clip_schedule="constant",
         ent_schedule="constant",
     )
-    policy, _ = load_run_policy(run)
+    policy: Policy | None = None
+    with contextlib.suppress(CorruptFileError, ConfigError):  # a damaged or missing file is written again, from the checkpoint
+        policy, _ = load_run_policy(run)
     for path in _found(options.files):  # all of them before the run is opened, so that a wrong one leaves it as it is
         load_for(policy, path)
     with run:

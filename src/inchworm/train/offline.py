@@ -59,8 +59,8 @@ def train_from_saved_rollouts(
     return stats
 
 
-def load_for(policy: Policy, path: Path) -> Rollout:
-    """Read a rollout, mapped, and check that it fits a policy."""
+def load_for(policy: Policy | None, path: Path) -> Rollout:
+    """Read a rollout, mapped, and check that it fits a policy; with None only its numbers."""
     rollout = Rollout.load(path, mapped=True)
     try:
         check_rollout(getattr(policy, "spec", None), rollout)
