@@ -1,5 +1,6 @@
 """The two motions from the command line: a rollout goes from one command to the other in a file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from inchworm.policy.file import fingerprint
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import open_run
@@ -113,6 +115,48 @@ def test_inspect_says_what_is_in_a_file_and_how_old_it_is(cli: Any, run: Path, t
     assert "staleness" not in result.out
 
 
+def test_a_wrong_file_among_good_ones_leaves_the_run_as_it_is(cli: Any, refused: Any, run: Path, tmp_path: Path) -> None:
+    cli("collect", "small", "--out", "good.st")
+    good = Rollout.load(tmp_path / "good.st")
+    replace(good, actions=np.full_like(good.actions, 7)).save(tmp_path / "action.st")
+    replace(good, rewards=np.full_like(good.rewards, np.nan)).save(tmp_path / "nan.st")
+    (tmp_path / "short.st").write_bytes((tmp_path / "good.st").read_bytes()[:-9])
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for wrong, message in (("action.st", "7 at (t=0, b=0)"), ("nan.st", "not finite"), ("short.st", "damaged")):
+        result = refused(message, "learn", "small", "good.st", wrong, code=1)
+        assert wrong in result.err
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    refused("nan.st does not fit the policy small: rewards", "inspect", "nan.st", "--policy", "small", code=1)
+
+
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_learn_writes_a_lost_policy_file_again(cli: Any, run: Path, content: bytes | None) -> None:
+    cli("collect", "small", "--out", "good.st")
+    file = run / "policy.safetensors"
+    file.unlink() if content is None else file.write_bytes(content)
+    assert cli("learn", "small", "good.st", "--quiet").code == 0
+    assert load_policy(file).policy_version == 5  # 4 iterations, and this update
+
+
+def test_guards_can_be_given_where_one_learns(cli: Any, refused: Any, run: Path) -> None:
+    for name in ("first.st", "second.st"):
+        cli("collect", "small", "--out", name)
+    refused("more than ppo.max_staleness=0", "learn", "small", "first.st", "second.st", "--max-staleness", 0, "--quiet", code=1)
+    weights = fingerprint(load_policy(run).get_weights())
+    cli("learn", "small", "first.st", "--epochs", 20, "--learning-rate", 0.01, "--quiet")
+    moved = fingerprint(load_policy(run).get_weights())
+    assert moved != weights
+    for guard in (["--min-effective-sample-size", 0.9999], ["--max-behavior-kl", 1e-6]):
+        result = cli("learn", "small", "second.st", *guard, "--quiet")
+        assert (result.code, "no steps were taken" in result.err) == (0, True)
+        assert fingerprint(load_policy(run).get_weights()) == moved
+
+
+def test_a_rollout_beyond_the_memory_is_refused(cli: Any, refused: Any, run: Path, tmp_path: Path) -> None:
+    refused("of memory are free; use fewer --steps", "collect", "small", "--out", "r.st", "--steps", 10**12, "--quiet", code=2)
+    assert not (tmp_path / "r.st").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -131,6 +175,11 @@ def test_inspect_says_what_is_in_a_file_and_how_old_it_is(cli: Any, run: Path, t
         (["learn", "small", "x", "--epochs", "0"], "ppo.update_epochs=0 must be 1 or more"),
         (["learn"], "no run is given"),
         (["collect", "small", "--out", "file/r.st"], "cannot write --out file/r.st"),
+        (["collect", "small", "--out", "x", "--env", "Acrobot-v1"], "is of CartPole-v1, which --env can only repeat"),
+        (["learn", "small", "full", "--env", "my_world:make_env"], "my_world:make_env is another environment"),
+        (["collect", "small", "--out", "file"], "--out file exists and is not a rollout"),
+        (["collect", "small", "--out", "full"], "--out full is a directory; name a file in it"),
+        (["learn", "small", "full", "--max-staleness", "-1"], "ppo.max_staleness=-1 must be 0 or more"),
     ],
 )
 def test_wrong_use_is_one_line(refused: Any, run: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

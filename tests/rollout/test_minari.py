@@ -86,6 +86,31 @@ def test_data_of_others_need_the_log_probs_of_an_assumed_policy() -> None:
     assert [episode.length for episode in taken.episodes] == [12]
 
 
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+def test_a_lane_tells_the_policy_of_all_its_episodes(lanes: int) -> None:
+    """With the version of its first episode alone, old rows would pass for new ones, and no guard would look at them."""
+    rollout = create_fake_rollout(OBSERVED, ACTED, 12, 4, seed=3)
+    versions, prints = np.array([5, 4, 5, 2], np.int32), np.array([7, 6, 7, 9], np.uint64)
+    export_minari(replace(rollout, policy_version=versions, weights_fingerprint=prints), "mixed-v0", **SPACES)
+    taken = import_minari("mixed-v0", lanes=lanes)
+    for version, own in ((5, 7), (4, 6), (2, 9)):
+        before, after = versions == version, taken.policy_version == version
+        assert set(taken.weights_fingerprint[after].tolist()) == {own}
+        assert sorted(rollout.rewards[:, before].ravel()) == sorted(taken.rewards[:, after][taken.valid[:, after]])
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    rollout = create_fake_rollout(OBSERVED, ACTED, 4, 1)
+    with pytest.raises(RolloutError, match="actions"):
+        export_minari(rollout, "wrong-v0", observation_space=OBSERVED, action_space=spaces.Box(-1, 1, (2,)))
+    with pytest.raises(RolloutError, match="no valid row"):
+        export_minari(replace(rollout, valid=np.zeros_like(rollout.valid)), "wrong-v0", **SPACES)
+    assert not list(tmp_path.iterdir())
+    export_minari(rollout, "right-v0", **SPACES)
+    with pytest.raises(RolloutError, match="lanes=0 must be 1 or more"):
+        import_minari("right-v0", lanes=0)
+
+
 def test_what_a_dataset_cannot_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = create_fake_rollout(OBSERVED, ACTED, 4, 1)
     with pytest.warns(UserWarning, match="has no place for extras"):

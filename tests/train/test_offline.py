@@ -11,7 +11,7 @@ import pytest
 from doubles.runs import SMALL
 from doubles.stepping import assert_equal_rollouts
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, CorruptFileError, RolloutError, SpaceError
+from inchworm.core.errors import BadNumberError, ConfigError, CorruptFileError, RolloutError, SpaceError
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.policies import load_policy
 from inchworm.train.offline import RolloutStore, compare_collection, mean_return, save_rollouts, train_from_saved_rollouts
@@ -65,8 +65,12 @@ def test_nothing_is_learned_where_a_file_is_wrong(tmp_path: Path) -> None:
             train_from_saved_rollouts(trainer, file)
         wrong = trainer.collect_rollouts()
         path = replace(wrong, observations=wrong.observations[..., :3], cut_observations=wrong.cut_observations[..., :3]).save(file)
-        with pytest.raises(RolloutError, match=rf"{re.escape(str(path))} does not fit the policy or the settings: observations"):
-            train_from_saved_rollouts(trainer, [path])
+        good = trainer.collect_rollouts()
+        wrong_number = replace(good, rewards=np.full_like(good.rewards, np.nan)).save(tmp_path / "nan.safetensors")
+        good_path = good.save(tmp_path / "good.safetensors")
+        for error, last in ((RolloutError, path), (BadNumberError, wrong_number)):  # also where the first file would do
+            with pytest.raises(error, match=rf"{re.escape(str(last))} does not fit the policy: "):
+                train_from_saved_rollouts(trainer, [good_path, last])
         np.testing.assert_array_equal(weights_of(trainer), before)
     assert issubclass(SpaceError, ValueError)
 
@@ -142,8 +146,15 @@ def test_a_store_keeps_the_newest_and_draws_each_at_most_once() -> None:
     assert [int(one.policy_version[0]) for one in store.sample(9)] == [2, 3, 4]
     assert [int(one.policy_version[0]) for one in store.sample(9, since=4)] == [4]
     assert store.sample(1, since=5) == RolloutStore(1).sample(1) == []
-    with pytest.raises(ConfigError, match="capacity >= 1"):
-        RolloutStore(0)
+    for wrong, message in (({"capacity": 0}, "capacity >= 1"), ({"capacity": 1, "max_staleness": -1}, "would never draw")):
+        with pytest.raises(ConfigError, match=message):
+            RolloutStore(**wrong)
+    with pytest.raises(ConfigError, match="-1 rollouts cannot be drawn"):
+        store.sample(-1)
+    store.add(rollouts[0].to_dict())  # as `learn` takes it
+    assert store.sample(3)[-1].policy_version.tolist() == [0, 0]
+    with pytest.raises(RolloutError, match="from a mapping"):
+        store.add(5)  # type: ignore[arg-type]
 
 
 def test_a_store_adds_old_rollouts_to_new_ones_within_their_age() -> None:
@@ -213,6 +224,10 @@ def test_two_ways_to_collect_are_compared_with_paired_seeds() -> None:
     assert not compare_collection(giving(0), giving(0), seeds=range(6), measure=lambda one: float(one.rewards.mean())).differs
     with pytest.raises(ConfigError, match="2 seeds or more"):
         compare_collection(giving(0), giving(1), seeds=[1])
+    with pytest.raises(ConfigError, match=r"seeds \[1, 2, 1\] repeat"):
+        compare_collection(giving(0), giving(1), seeds=[1, 2, 1])
+    with pytest.raises(BadNumberError, match=r"of the second strategy with seed 3 is nan"):
+        compare_collection(giving(0), giving(np.nan), seeds=[3, 4], measure=lambda one: float(one.rewards.mean()))
     with pytest.raises(RolloutError, match="no episode ended"):
         mean_return(replace(rollout, episodes=()))
 

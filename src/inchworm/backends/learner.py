@@ -289,11 +289,8 @@ class BaseLearner(ABC):
             if self.spec is not None:
                 for what, space in (("observations", self.spec.observation_space), ("actions", self.spec.action_space)):
                     check_space(optree.tree_map(lambda leaf: self.to_host(leaf[:1]), rollout[what]), space, what)
-        elif self.spec is None:
-            rollout.validate()
         else:
-            rollout.validate(self.spec.observation_space, self.spec.action_space)
-            check_policy_inputs(self.spec, rollout)
+            check_rollout(self.spec, rollout)
         if optree.tree_leaves(rollout.global_state) and not rollout.valid.all() and not reads_global_state(self.policy):
             raise RolloutError(
                 "the rollout has a global state and agents that died, so credit continues after death, which only a central critic can "
@@ -600,8 +597,15 @@ class BadNumberGuard:
                 )
 
 
-def check_policy_inputs(spec: PolicySpec, rollout: Rollout) -> None:
-    """Reject a rollout without the memory that the policy's sequences begin with, or the global state that a central critic reads."""
+def check_rollout(spec: PolicySpec | None, rollout: Rollout) -> None:
+    """Reject a rollout that does not fit a policy: its spaces, its memory, the global state of a central critic.
+
+    A policy without a spec is one that somebody brings: of its rollouts only their numbers are checked.
+    """
+    if spec is None:
+        rollout.validate()
+        return
+    rollout.validate(spec.observation_space, spec.action_space)
     if spec.memory is not None:
         recorded = len((optree.tree_leaves(rollout.policy_state) or [()])[0])
         if not recorded or not spec.memory.fits(rollout.policy_state, (recorded, rollout.num_lanes)):

@@ -308,11 +308,17 @@ def _merge(before: dict[str, Any], changes: Mapping[str, Any]) -> None:
         before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value
 
 
-def named_run(name: str, prog: str, *, env: str | None = None, hint: str = "") -> Run:
-    """Open the run that a command names; `hint` ends the message that there is none."""
+def named_run(name: str, prog: str, *, env: str | None = None, other_env: bool = False, hint: str = "") -> Run:
+    """Open the run that a command names; `hint` ends the message that there is none.
+
+    `env` repeats the run's environment, or with `other_env` may be another one.
+    """
     if not name:
         raise UsageError(f"no run is given; type: {prog} RUN, the run's directory or its name in runs/")
-    return open_run(name, env=env, hint=hint)
+    run = open_run(name, env=env, hint=hint)
+    if env not in (None, run.config.env.id) and not other_env:
+        raise UsageError(f"the run {run.typed} is of {run.config.env.id}, which --env can only repeat, and {env} is another environment")
+    return run
 
 
 def check_policy_of_config(run: Run) -> None:

@@ -287,7 +287,7 @@ def _load(options: EvaluateOptions | VideoOptions, prog: str) -> tuple[Policy, P
         raise UsageError("--best and --last exclude each other; give one")
     name = options.run_name
     if not is_saved_policy(name):
-        run = named_run(name, prog, env=options.env, hint="; a policy file is also accepted")
+        run = named_run(name, prog, env=options.env, other_env=True, hint="; a policy file is also accepted")
         return *load_run_policy(run, best=options.best), run.config
     if options.best or options.last:
         raise UsageError(f"--best and --last choose a policy of a run, and {name} is one policy; omit them")

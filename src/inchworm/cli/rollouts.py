@@ -12,19 +12,20 @@ from typing import Annotated, Any
 import numpy as np
 
 from inchworm.backends.corrections import describe_distance, importance_metrics, log_ratios_of
-from inchworm.backends.learner import check_policy_inputs
+from inchworm.backends.learner import check_rollout
 from inchworm.backends.registry import log_probs
 from inchworm.cli.arguments import Metavar, RunName, UsageError, check_policy_of_config, named_run, parse
 from inchworm.cli.main import OK
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import PPOConfig, TrainingConfig
-from inchworm.core.errors import InchwormError, RolloutError, SpaceError, printable
+from inchworm.core.errors import BadNumberError, ConfigError, CorruptFileError, InchwormError, RolloutError, SpaceError, printable
+from inchworm.core.protocols import Policy
 from inchworm.core.seeding import derive_seed
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.buffer import format_bytes
+from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
 from inchworm.rollout.fields import named_leaves
 from inchworm.rollout.files import numbered_paths, rollout_paths, shards_in
 from inchworm.rollout.rollout import Rollout
@@ -32,7 +33,7 @@ from inchworm.run.directory import Run
 from inchworm.run.policies import load_policy, load_run_policy, run_of
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
-from inchworm.train.offline import train_from_saved_rollouts
+from inchworm.train.offline import load_for, train_from_saved_rollouts
 from inchworm.train.trainer import PPOTrainer
 
 PROG_COLLECT, PROG_LEARN, PROG_INSPECT = "inchworm collect", "inchworm learn", "inchworm inspect"
@@ -76,6 +77,13 @@ def run_collect(arguments: Sequence[str]) -> int:
         paths = [out] if options.rollouts is None else numbered_paths(out, options.rollouts)
     except RolloutError as error:
         raise UsageError(f"--out, --rollouts: {error}") from None
+    if options.rollouts is None and out.is_dir():  # said before collecting, which may take long
+        raise UsageError(f"--out {out} is a directory; name a file in it, or add --rollouts and choose a new directory")
+    if options.rollouts is None and out.exists():
+        try:
+            Rollout.load(out, mapped=True)  # only an earlier rollout is replaced, not a policy or whatever else has this name
+        except CorruptFileError as error:
+            raise UsageError(f"--out {out} exists and is not a rollout; choose another name, or remove it") from error
     run = named_run(options.run_name, PROG_COLLECT, env=options.env)
     policy, _ = load_run_policy(run, best=options.best)
     terminal = make_terminal(quiet=options.quiet)
@@ -95,6 +103,11 @@ def run_collect(arguments: Sequence[str]) -> int:
         lanes = f"{env.num_lanes} lanes" + ("" if copies == env.num_lanes else f" ({copies} copies)")
         terminal.print(f"collecting {steps:,} steps of {lanes} of {world.id}")
         length = config.ppo.sequence_length_for(steps, memory=True)
+        check_fits(
+            rollout_bytes(env.observation_space, env.action_space, max(0, steps), env.num_lanes, env.global_state_space, copies),
+            what=f"a rollout of {env.num_lanes} lanes x {steps} steps",
+            use="use fewer --steps or --num-envs, and more --rollouts",
+        )
         collector = RolloutCollector(env, policy, seed=seed, sequence_length=length)
         returns: list[float] = []
         for path in paths:
@@ -126,6 +139,12 @@ class LearnOptions(ConfigBase):
     learning_rate: float | None = None
     """Step size; the run's ppo.learning_rate by default. Schedules depend on a run's steps and do not apply here. One of several policies
     that has its own ppo settings keeps them."""
+    max_staleness: int | None = None
+    """Refuse rollouts of weights more than this many updates old, or of another history; the run's ppo.max_staleness by default."""
+    min_effective_sample_size: float | None = None
+    """Take no steps on a rollout of which a smaller share of rows is effective; the run's ppo.min_effective_sample_size by default."""
+    max_behavior_kl: float | None = None
+    """Take no steps on a rollout that is further than this KL from the policy; the run's ppo.max_behavior_kl by default."""
     env: Annotated[str | None, Metavar("MODULE:FACTORY")] = None
     """The environment, if it is code to import: repeat what the run was trained with."""
     quiet: bool = False
@@ -139,16 +158,24 @@ def run_learn(arguments: Sequence[str]) -> int:
     if not options.files:
         raise UsageError(f"no rollout is given; inchworm collect {run.typed} --out FILE makes one")
     check_policy_of_config(run)
-    ppo = run.config.ppo
-    ppo = ppo.replace(
-        update_epochs=ppo.update_epochs if options.epochs is None else options.epochs,
-        learning_rate=ppo.learning_rate if options.learning_rate is None else options.learning_rate,
+    given = {
+        "update_epochs": options.epochs,
+        "learning_rate": options.learning_rate,
+        "max_staleness": options.max_staleness,
+        "min_effective_sample_size": options.min_effective_sample_size,
+        "max_behavior_kl": options.max_behavior_kl,
+    }
+    ppo = run.config.ppo.replace(
+        **{name: value for name, value in given.items() if value is not None},
         learning_rate_schedule="constant",
         clip_schedule="constant",
         ent_schedule="constant",
     )
-    for path in _found(options.files):  # all of them first: a wrong name or a damaged file must not leave half the work done
-        Rollout.load(path, mapped=True)
+    policy: Policy | None = None
+    with contextlib.suppress(CorruptFileError, ConfigError):  # a damaged or missing file is written again, from the checkpoint
+        policy, _ = load_run_policy(run)
+    for path in _found(options.files):  # all of them before the run is opened, so that a wrong one leaves it as it is
+        load_for(policy, path)
     with run:
         run.lock()
         _learn(run, run.config.replace(ppo=ppo), options.files, make_terminal(quiet=options.quiet))
@@ -214,7 +241,7 @@ def run_inspect(arguments: Sequence[str]) -> int:
         if policy is not None:
             try:
                 lines |= describe_staleness(rollout, policy, ppo)
-            except (RolloutError, SpaceError) as error:
+            except (BadNumberError, RolloutError, SpaceError) as error:
                 raise type(error)(f"{path} does not fit the policy {options.policy}: {error}") from error
         text = "\n".join(f"{name + ':':<15}{printable(value)}" for name, value in lines.items())
         sys.stdout.write(("\n" if place else "") + text + "\n")
@@ -253,10 +280,7 @@ def describe_rollout(rollout: Rollout) -> dict[str, str]:
 
 def describe_staleness(rollout: Rollout, policy: Any, ppo: PPOConfig) -> dict[str, str]:
     """How far a policy is from the one that collected a rollout, in words by heading."""
-    spec = getattr(policy, "spec", None)
-    if spec is not None:
-        rollout.validate(spec.observation_space, spec.action_space)
-        check_policy_inputs(spec, rollout)
+    check_rollout(getattr(policy, "spec", None), rollout)
     versions, known = rollout.policy_version, rollout.weights_fingerprint != 0
     if (rollout.weights_fingerprint == np.uint64(fingerprint(policy.get_weights()))).all():
         age = "0: collected with these weights"

@@ -28,6 +28,9 @@ def export_minari(
     environment that the dataset shall name; `metadata` are other arguments of `minari.create_dataset_from_buffers`, such as `author`.
     """
     minari, buffers = _minari(), []
+    rollout.validate(observation_space, action_space)
+    if not rollout.num_valid:
+        raise RolloutError("the rollout has no valid row, so there is nothing to write")
     if lost := [name for name in _LOST if optree.tree_leaves(rollout[name])]:
         warnings.warn(f"a Minari dataset has no place for {', '.join(lost)} of the rollout; they are left out", stacklevel=2)
     following = rollout.next_observations
@@ -56,9 +59,13 @@ def export_minari(
 def import_minari(dataset: Any, *, lanes: int = 1, log_probs: Callable[[Rollout], np.ndarray] | None = None) -> Rollout:
     """Make a rollout of a Minari dataset, or of the id of one: its episodes one after another, in `lanes` lanes of about equal length.
 
+    A lane holds episodes of one policy, whose version and fingerprint it tells: with several, there may be more lanes.
+
     The log-probs of the policy that acted are read from the infos, where `export_minari` writes them. For a dataset without them,
     `log_probs(rollout)` returns them as [T, B]: those of the policy that you assume to have acted.
     """
+    if lanes < 1:
+        raise RolloutError(f"lanes={lanes} must be 1 or more")
     found = _minari().load_dataset(dataset) if isinstance(dataset, str) else dataset
     episodes = list(found.iterate_episodes())
     if not episodes:
@@ -69,13 +76,24 @@ def import_minari(dataset: Any, *, lanes: int = 1, log_probs: Callable[[Rollout]
             "the dataset has no log_probs in its infos, and PPO needs those of the policy that acted; pass log_probs=, a function of the "
             "rollout"
         )
-    shares: list[list[Any]] = [[] for _ in range(max(1, min(lanes, len(episodes))))]
-    for episode in sorted(episodes, key=len, reverse=True):  # each to the shortest lane so far
-        min(shares, key=lambda share: sum(map(len, share))).append(episode)
+    by_policy: dict[tuple[int, ...], list[Any]] = {}
+    for episode in sorted(episodes, key=len, reverse=True):
+        by_policy.setdefault(tuple(_policy_of(episode).values()), []).append(episode)
+    steps, shares = sum(map(len, episodes)), list[list[Any]]()
+    for group in by_policy.values():
+        own: list[list[Any]] = [[] for _ in range(max(1, min(round(lanes * sum(map(len, group)) / max(1, steps)), len(group))))]
+        for episode in group:  # each to the shortest lane so far
+            min(own, key=lambda share: sum(map(len, share))).append(episode)
+        shares += own
     rollout = combine_rollouts([_one_lane(sorted(share, key=lambda episode: episode.id), known=known) for share in shares])
     if log_probs is None:
         return rollout
     return Rollout.from_dict({**rollout.to_dict(), "log_probs": np.asarray(log_probs(rollout), np.float32)})
+
+
+def _policy_of(episode: Any) -> dict[str, int]:
+    """The version and fingerprint of the policy that acted; 0 if the dataset does not tell."""
+    return {name: int(np.asarray((episode.infos or {}).get(name, [0]))[0]) for name in ("policy_version", "weights_fingerprint")}
 
 
 def _stretches(rollout: Rollout) -> Iterator[tuple[int, int, int]]:
@@ -116,7 +134,6 @@ def _one_lane(episodes: Sequence[Any], *, known: bool) -> Rollout:
     needed = truncated.copy()
     needed[-1] = True
     chosen = [episode for episode, end in zip(episodes, ends) if needed[end, 0]]
-    numbers = {name: int(np.asarray((episodes[0].infos or {}).get(name, [0]))[0]) for name in ("policy_version", "weights_fingerprint")}
     finals = [optree.tree_map(lambda leaf: np.asarray(leaf)[-1], one.observations) for one in chosen]
     begun = starts[ends - lengths + 1, 0]  # [episodes] whether their first step is in the dataset
     over = [bool(one.terminations[-1] or one.truncations[-1]) for one in episodes]
@@ -132,7 +149,7 @@ def _one_lane(episodes: Sequence[Any], *, known: bool) -> Rollout:
             "episode_starts": starts,
             "cut_rows": np.argwhere(needed).astype(np.int32),
             "cut_observations": optree.tree_map(lambda *leaves: np.stack(leaves), *finals),
-            **numbers,
+            **_policy_of(episodes[0]),
             "episodes": [EpisodeRecord(float(np.sum(one.rewards)), len(one), 0, 0) for one in whole],
         }
     )

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inchworm.backends.learner import check_rollout
 from inchworm.core.errors import BadNumberError, ConfigError, RolloutError, SpaceError
-from inchworm.core.protocols import BaseCallback
+from inchworm.core.protocols import BaseCallback, Policy
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.evaluate.stats import mean_interval95
@@ -38,13 +39,15 @@ def train_from_saved_rollouts(
 ) -> list[UpdateStats]:
     """Learn from files and directories of rollouts in order, `epochs` times, one update for each; nothing is collected.
 
-    All are found before the first update. Rollouts of older weights are guarded and corrected as `ppo.max_staleness`,
+    All are read and checked before the first update. Rollouts of older weights are guarded and corrected as `ppo.max_staleness`,
     `ppo.min_effective_sample_size`, `ppo.max_behavior_kl`, `ppo.correction` and `ppo.proximal_decay` say. `on_update` is called with the
     file and the metrics of each update, which are also returned.
     """
     if epochs < 1:
         raise ConfigError(f"epochs={epochs} must be 1 or more")
     paths, stats = rollout_paths(files), list[UpdateStats]()
+    for path in paths:  # a damaged last file must not leave half the work done
+        load_for(trainer.policy, path)
     for _ in range(epochs):
         for path in paths:
             try:
@@ -54,6 +57,16 @@ def train_from_saved_rollouts(
             if on_update is not None:
                 on_update(path, stats[-1])
     return stats
+
+
+def load_for(policy: Policy | None, path: Path) -> Rollout:
+    """Read a rollout, mapped, and check that it fits a policy; with None only its numbers."""
+    rollout = Rollout.load(path, mapped=True)
+    try:
+        check_rollout(getattr(policy, "spec", None), rollout)
+    except (BadNumberError, RolloutError, SpaceError) as error:
+        raise type(error)(f"{path} does not fit the policy: {error}") from error
+    return rollout
 
 
 class RolloutStore(BaseCallback):
@@ -67,6 +80,8 @@ class RolloutStore(BaseCallback):
     def __init__(self, capacity: int, *, draws: int = 1, max_staleness: int | None = None, seed: int = 0) -> None:
         if capacity < 1 or draws < 0:
             raise ConfigError(f"a RolloutStore needs capacity >= 1 and draws >= 0, not capacity={capacity}, draws={draws}")
+        if max_staleness is not None and max_staleness < 0:
+            raise ConfigError(f"a RolloutStore with max_staleness={max_staleness} would never draw; use 0 or more, or None")
         self.capacity, self.draws, self.max_staleness = capacity, draws, max_staleness
         self.rollouts: deque[Rollout] = deque(maxlen=capacity)
         """Oldest first."""
@@ -76,12 +91,14 @@ class RolloutStore(BaseCallback):
         """Number of rollouts in the store."""
         return len(self.rollouts)
 
-    def add(self, rollout: Rollout) -> None:
-        """Keep a rollout; the oldest is dropped where the store is full."""
-        self.rollouts.append(rollout)
+    def add(self, rollout: Rollout | Mapping[str, Any]) -> None:
+        """Keep a rollout, or a mapping that `Rollout.from_dict` reads; the oldest is dropped where the store is full."""
+        self.rollouts.append(rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout))
 
     def sample(self, count: int = 1, *, since: int | None = None) -> list[Rollout]:
         """Draw rollouts at random, each at most once: `count`, or as many as there are; with `since` of this policy version or later."""
+        if count < 0:
+            raise ConfigError(f"{count} rollouts cannot be drawn; use 0 or more")
         found = [one for one in self.rollouts if since is None or one.policy_version.min(initial=2**31 - 1) >= since]
         chosen = self._stream.choice(len(found), min(count, len(found)), replace=False) if found else ()
         return [found[place] for place in sorted(map(int, chosen))]
@@ -156,6 +173,14 @@ def compare_collection(
     chosen = list(seeds)
     if len(chosen) < 2:
         raise ConfigError(f"an interval needs 2 seeds or more, not {len(chosen)}")
+    if len(set(chosen)) < len(chosen):  # the same pair again is no evidence, and would narrow the interval
+        raise ConfigError(f"the seeds {chosen!s:.80} repeat; give each once")
     values = np.array([[float(measure(strategy(seed))) for seed in chosen] for strategy in (first, second)])
+    if not np.isfinite(values).all():
+        strategy, place = np.argwhere(~np.isfinite(values))[0]
+        name = ("first", "second")[strategy]
+        raise BadNumberError(
+            f"the measure of the {name} strategy with seed {chosen[place]} is {values[strategy, place]}, so nothing can be said"
+        )
     differences = values[1] - values[0]
     return CollectionComparison(values, float(differences.mean()), mean_interval95(differences))
