@@ -142,6 +142,7 @@ doctor: $(VENV)/installed-dev
 RLLIB ?=
 RSL_RL ?=
 collectors: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m by_hand tests/collect/test_ray_job.py tests/train/test_ray_train.py
 	$(BIN)/python benchmarks/async_collection.py
 	$(BIN)/python benchmarks/ray_scaling.py $(if $(RLLIB),--rllib-python $(RLLIB))
 	$(BIN)/python benchmarks/device_env.py $(if $(RSL_RL),--rsl-rl-python $(RSL_RL))
