@@ -94,7 +94,7 @@ def test_skirmish_is_trained_without_pettingzoo(cli: Any, refused: Any, monkeypa
 
 def test_a_rollout_of_another_world_is_named(cli: Any, refused: Any, team: Path, run: Path) -> None:
     assert cli("collect", "small", "--out", "pole.st", "--quiet").code == 0
-    refused("inchworm: pole.st does not fit the policy or the settings: ", "learn", "team", "pole.st", code=1)
+    refused("inchworm: pole.st does not fit the policy: observations: ", "learn", "team", "pole.st", code=1)
     refused("team plays Skirmish-v0 and small plays CartPole-v1; a match needs one environment", "match", "team", "small")
 
 
