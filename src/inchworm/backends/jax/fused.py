@@ -7,6 +7,7 @@ stream as in every backend, and the settings after schedules. Several seeds are 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -136,11 +137,12 @@ def hash_rows(*arrays: Array) -> Array:
     """
     total = jnp.zeros(len(arrays[0]), jnp.uint32)
     for number, array in enumerate(arrays):
-        wide = array.dtype.itemsize >= 4
-        words = (lax.bitcast_convert_type(array, jnp.uint32) if wide else array.astype(jnp.uint32)).reshape(len(array), -1)  # [T, W]
-        places = (lax.iota(jnp.uint32, words.shape[1]) + np.uint32((number << 24) + 1)) * np.uint32(0x9E3779B1)
+        words = lax.bitcast_convert_type(array, jnp.uint32) if array.dtype.itemsize >= 4 else array.astype(jnp.uint32)  # [T, …]
+        count = math.prod(words.shape[1:])
+        places = np.arange(1, count + 1, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(number << 24)
         keys = (places ^ (places >> 15)) * np.uint32(0x85EBCA77)
-        total += (words * (keys ^ (keys >> 13) | 1)).sum(1, dtype=jnp.uint32)
+        keys = (keys ^ (keys >> 13) | 1).reshape(words.shape[1:])  # not the words: XLA would divide to find each one's place
+        total += (words * keys).sum(tuple(range(1, words.ndim)), dtype=jnp.uint32)
     total = (total ^ (total >> 16)) * np.uint32(0x85EBCA77)
     return (total ^ (total >> 15)) * np.uint32(0x9E3779B1)
 
@@ -150,6 +152,8 @@ def hash_stages(scanned: Scanned, steps: Steps, estimates: Estimates, weights: A
 
     The last two columns are of the successors of cut rows and of the weights.
     """
+    # Read from memory what is there anyway: XLA would compute log-probs, returns and values once more for their hashes.
+    scanned, steps, estimates, weights = lax.optimization_barrier((scanned, steps, estimates, weights))  # type: ignore[no-untyped-call]
     ends = scanned.terminated + 2 * scanned.truncated + 4 * scanned.starts
     rows = (
         hash_rows(*jax.tree.leaves(scanned.observations)),
